@@ -1,0 +1,167 @@
+"""Steps through a Potts edge in O(labels): the score is `weight` where the two labels agree, 0 elsewhere.
+
+A label's message weighs its own score plus `weight` against the rest, all other labels. For every label but the best one,
+`top`, the rest contains `top`, and is summed relative to it; the rest of `top` itself is summed relative to the second best.
+So no sum cancels or underflows.
+"""
+
+import numpy as np
+
+from dualcrf.kernels.numba.vector import exp, jit, larger, log, number
+
+
+@jit
+def first_largest(values, count, without):
+    """Index of the first maximum among the first `count` values, one index left out; -1 if there is no other."""
+    best = -1
+    for k in range(count):
+        if k != without and (best < 0 or values[k] > values[best]):
+            best = k
+    return best
+
+
+@jit
+def _relative(source, without, peak, out, labels, gamma):
+    """out = exp((source - peak) / gamma), 0 for the index left out; returns their sum."""
+    scale = number(1, gamma) / gamma
+    for k in range(labels):
+        out[k] = exp((source[k] - peak) * scale)
+    if without >= 0:
+        out[without] = 0
+    result = number(0, gamma)
+    for k in range(labels):
+        result += out[k]
+    return result
+
+
+@jit
+def _weigh(own, rest):
+    """e^own against a sum `rest` of exponentials: the share of the one, the factor for the others, and the log of the total."""
+    one = number(1, own)
+    small = exp(-abs(own))
+    first, factor = (one, small) if own > 0 else (small, one)
+    total = first + rest * factor
+    return first / total, factor / total, larger(own, number(0, own)) + log(total)
+
+
+@jit
+def _second_peak(source, top, labels):
+    second = first_largest(source, labels, top)
+    return source[second] if second >= 0 else number(-np.inf, source[0])
+
+
+@jit
+def smooth_message(weight, source, target, weights, labels, gamma):
+    """target[l] = gamma · log(Σ_{j != l} exp(source[j] / gamma) + exp((source[l] + weight) / gamma))."""
+    top = first_largest(source, labels, -1)
+    peak, second = source[top], _second_peak(source, top, labels)
+    if peak == -np.inf:
+        for k in range(labels):
+            target[k] = -np.inf
+        return
+    scale = number(1, gamma) / gamma
+    rest = _relative(source, -1, peak, weights, labels, gamma)
+    for k in range(labels):
+        _, _, height = _weigh((source[k] + weight - peak) * scale, rest - weights[k])
+        target[k] = peak + gamma * height
+    if second > -np.inf:
+        rest = _relative(source, top, second, weights, labels, gamma)
+        _, _, height = _weigh((peak + weight - second) * scale, rest)
+        target[top] = second + gamma * height
+    else:
+        target[top] = peak + weight
+
+
+@jit
+def hard_message(weight, source, target, labels):
+    """target[l] = max(max_{j != l} source[j], source[l] + weight)."""
+    top = first_largest(source, labels, -1)
+    for k in range(labels):
+        target[k] = max(source[top], source[k] + weight)
+    target[top] = max(_second_peak(source, top, labels), source[top] + weight)
+
+
+@jit
+def smooth_adjoint(weight, source, gradient, out, weights, labels, gamma):
+    """The source's adjoint."""
+    top = first_largest(source, labels, -1)
+    peak, second = source[top], _second_peak(source, top, labels)
+    for k in range(labels):
+        out[k] = 0
+    if peak == -np.inf:
+        return
+    scale = number(1, gamma) / gamma
+    rest = _relative(source, -1, peak, weights, labels, gamma)
+    passed = number(0, gamma)
+    for k in range(labels):
+        if k != top:
+            own, factor, _ = _weigh((source[k] + weight - peak) * scale, rest - weights[k])
+            passed += factor * gradient[k]
+            # What `passed` will hold of this label's own gradient is taken back at once.
+            out[k] = (own - weights[k] * factor) * gradient[k]
+    for k in range(labels):
+        out[k] += weights[k] * passed
+    if second > -np.inf:
+        rest = _relative(source, top, second, weights, labels, gamma)
+        own, factor, _ = _weigh((peak + weight - second) * scale, rest)
+        out[top] += own * gradient[top]
+        for k in range(labels):
+            out[k] += weights[k] * factor * gradient[top]
+    elif weight > -np.inf:
+        out[top] += gradient[top]
+
+
+@jit
+def hard_adjoint(weight, source, message, gradient, out, labels):
+    """The source's adjoint: all of a gradient goes to the first of the best sources."""
+    top = first_largest(source, labels, -1)
+    second = first_largest(source, labels, top)
+    for k in range(labels):
+        out[k] = 0
+    for k in range(labels):
+        if message[k] < np.inf:
+            other = second if k == top else top
+            out[k if _stays(weight, source, k, other) else other] += gradient[k]
+
+
+@jit
+def _stays(weight, source, label, other):
+    """Whether the first best source of a hard message to `label` is `label` itself, and not its competitor."""
+    own = source[label] + weight
+    return other < 0 or own > source[other] or (own == source[other] and label < other)
+
+
+@jit
+def weight_gradient(weight, source, message, gradient, weights, labels, gamma, needs_entropy):
+    """The weight's gradient from one direction, and Σ -w log(w) · gradient over its weights w, gamma's share, if needed."""
+    top = first_largest(source, labels, -1)
+    second = first_largest(source, labels, top)
+    given, share = 0.0, 0.0
+    if source[top] == -np.inf:
+        return given, share
+    if gamma == 0:
+        for k in range(labels):
+            if message[k] < np.inf and _stays(weight, source, k, second if k == top else top):
+                given += gradient[k]
+        return given, share
+    scale = number(1, gamma) / gamma
+    for pass_top in (False, True):
+        if pass_top and (second < 0 or source[second] == -np.inf):
+            given += gradient[top] if weight > -np.inf else number(0, gamma)
+            break
+        peak = source[second if pass_top else top]
+        rest = _relative(source, top if pass_top else -1, peak, weights, labels, gamma)
+        mean = 0.0  # Σ of the relative weights times their logs
+        for k in range(labels):
+            if needs_entropy and weights[k] > 0:
+                mean += weights[k] * (source[k] - peak) * scale
+        for k in range(labels):
+            if (k == top) == pass_top:
+                without = number(0, gamma) if pass_top else weights[k]
+                own, factor, _ = _weigh((source[k] + weight - peak) * scale, rest - without)
+                given += own * gradient[k]
+                if needs_entropy:
+                    others = mean - (without * (source[k] - peak) * scale if without > 0 else 0.0)
+                    surprise = -factor * (others + np.log(factor) * (rest - without)) if factor > 0 else 0.0
+                    share += (surprise - (own * np.log(own) if own > 0 else 0.0)) * gradient[k]
+    return given, share
