@@ -38,8 +38,9 @@ def parameters(
         "potts": [(*batch, e)],
     }[kind]
     made = [torch.randn(shape, dtype=torch.float64) * scale for shape in shapes]
-    if forbid and kind in ("dense", "additive"):
-        made[0].masked_fill_(torch.rand(made[0].shape) < forbid, -torch.inf)
+    if forbid and kind != "potts":
+        tables = made[-1 if kind == "weighted" else 0]
+        tables.masked_fill_(torch.rand(tables.shape) < forbid, -torch.inf)
     return made
 
 

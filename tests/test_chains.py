@@ -29,7 +29,8 @@ def full_table(kind, values, graph, labels):
     if kind == "additive":
         return values[0][first] + values[1][second]
     if kind == "weighted":
-        return values[0][:, None, None] * values[1]
+        product = values[0][:, None, None] * values[1].masked_fill(values[1] == -math.inf, 0)
+        return product.masked_fill(values[1] == -math.inf, -math.inf)
     return values[0][:, None, None] * torch.eye(labels, dtype=torch.float64)
 
 

@@ -114,7 +114,7 @@ class Weighted(Pairwise):
 
     Args:
         weight: [..., E].
-        compat: [L, L].
+        compat: [L, L]; -inf forbids a pair on every edge, whatever its weight.
 
     Example:
         >>> distance = (torch.arange(16)[:, None] - torch.arange(16)).abs()

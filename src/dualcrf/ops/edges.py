@@ -21,6 +21,12 @@ class EdgeKind(NamedTuple):
     scores: Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, int], Tensor]
 
 
+def weigh(weight: Tensor, compat: Tensor) -> Tensor:
+    """weight · compat, and -inf where compat is: a forbidden pair is forbidden whatever an edge weighs."""
+    forbidden = compat == -torch.inf
+    return (weight * compat.masked_fill(forbidden, 0)).masked_fill(forbidden, -torch.inf)
+
+
 def _dense(parameters: Sequence[Tensor], edge: Tensor, first: Tensor, second: Tensor, labels: int) -> Tensor:
     return parameters[0].index_select(1, edge)
 
@@ -32,7 +38,7 @@ def _additive(parameters: Sequence[Tensor], edge: Tensor, first: Tensor, second:
 
 def _weighted(parameters: Sequence[Tensor], edge: Tensor, first: Tensor, second: Tensor, labels: int) -> Tensor:
     weight, compat = parameters
-    return weight.index_select(1, edge)[..., None, None] * compat[:, None]
+    return weigh(weight.index_select(1, edge)[..., None, None], compat[:, None])
 
 
 def _potts(parameters: Sequence[Tensor], edge: Tensor, first: Tensor, second: Tensor, labels: int) -> Tensor:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from dualcrf.kernels.layout import ChainLayout
 from dualcrf.kernels.numba import edges
+from dualcrf.kernels.numba.rows import add_gradient, add_rows, add_source, keep, keep_total
 from dualcrf.kernels.numba.threads import chunks, parallel
-from dualcrf.kernels.numba.vector import LANES, any_invalid, borrowed, exp, jit, kernel, largest, log, number, padded
+from dualcrf.kernels.numba.vector import LANES, any_invalid, exp, jit, kernel, lanes_of, largest, log, number, padded, width
 
 # A chain's exponentiated tables are kept for the way back if they fit a core's own cache.
 _SCRATCH_BYTES = 1 << 20
@@ -49,18 +50,6 @@ def _edge_at(chains, place, batch, chunk):
 
 
 @jit
-def _add(a, b, out, labels):
-    for k in range(labels):
-        out[k] = a[k] + b[k]
-
-
-@jit
-def _copy(values, out, labels):
-    for k in range(labels):
-        out[k] = values[k]
-
-
-@jit
 def _chain_energy(scores, labels, gamma):
     peak = largest(scores, labels)
     if gamma == 0 or peak == -np.inf:
@@ -84,11 +73,11 @@ def _prepare_chain(params, chains, scratch, kept, begin, end, b, chunk, labels, 
 
 
 @kernel
-def _messages(first, last, chunk, params, chains, all_shared, slots, tile_size, memory, psi, gamma, outputs):
-    params, chains, psi, (forward, backward, energy) = borrowed((params, chains, psi, outputs))
+def _messages(first, last, chunk, params, chains, all_shared, width, slots, tile_size, memory, psi, gamma, outputs):
+    forward, backward, energy = outputs
     batch, _, labels = psi.shape
-    lanes = padded(labels)
-    scratch = edges.scratch_in(borrowed(memory)[chunk], slots, tile_size, 0, labels, lanes)
+    lanes = lanes_of(width)
+    scratch = edges.scratch_in(memory[chunk], slots, tile_size, 0, labels, lanes)
     ahead, back = scratch.ahead, scratch.back
     for item in range(first, last):
         chain = chains.first + item % chains.count
@@ -101,23 +90,25 @@ def _messages(first, last, chunk, params, chains, all_shared, slots, tile_size, 
                 invalid |= _prepare_chain(params, chains, scratch, kept, begin, end, b, chunk, labels, gamma)
             forward[b, begin] = 0
             backward[b, end] = 0
+            ahead.result[:] = 0
+            back.result[:] = 0
             # The two directions go by turns: neither waits for the other, so the core can work on both at once.
             for t in range(end - begin):
                 place = begin + t
                 edge, slot = _edge_at(chains, place, b, chunk), t if kept else 0
                 if not kept:
                     edges.prepare(params, edge, scratch, slot, labels, gamma)
-                _add(psi[b, place], forward[b, place], ahead.source, labels)
+                add_source(psi[b, place], ahead.result, ahead.source, labels, lanes)
                 edges.message(params, edge, scratch, slot, ahead, labels, lanes, gamma, not chains.flip[place])
-                _copy(ahead.result, forward[b, place + 1], labels)
+                keep(ahead.result, forward[b, place + 1], labels, lanes)
                 place = end - 1 - t
                 edge, slot = _edge_at(chains, place, b, chunk), place - begin if kept else 0
                 if not kept:
                     edges.prepare(params, edge, scratch, slot, labels, gamma)
-                _add(psi[b, place + 1], backward[b, place + 1], back.source, labels)
+                add_source(psi[b, place + 1], back.result, back.source, labels, lanes)
                 edges.message(params, edge, scratch, slot, back, labels, lanes, gamma, chains.flip[place])
-                _copy(back.result, backward[b, place], labels)
-            _add(psi[b, end], forward[b, end], ahead.source, labels)
+                keep(back.result, backward[b, place], labels, lanes)
+            add_source(psi[b, end], ahead.result, ahead.source, labels, lanes)
             energy[b, chain] = _chain_energy(ahead.source, labels, gamma)
             for place in range(begin, end + 1):
                 invalid |= any_invalid(psi[b, place], labels)
@@ -148,23 +139,15 @@ def _energy_adjoint(psi, messages, gradient, out, labels, gamma):
     return share
 
 
-@jit
-def _or_forbidden(messages, out, labels):
-    """-inf becomes +inf: then no weight that would lead to a forbidden label is anything but 0."""
-    for k in range(labels):
-        out[k] = messages[k] if messages[k] > -np.inf else number(np.inf, out[k])
-
-
 @kernel
-def _adjoint(first, last, chunk, params, grads, chains, slots, tile_size, memory, given, saved, gamma, needs, outputs):
-    params, grads, chains = borrowed((params, grads, chains))
-    grad_forward, grad_backward, grad_energy = borrowed(given)
-    psi, forward, backward = borrowed(saved)
-    grad_psi, grad_gamma = borrowed(outputs)
+def _adjoint(first, last, chunk, params, grads, chains, width, slots, tile_size, memory, given, saved, gamma, needs, outputs):
+    grad_forward, grad_backward, grad_energy = given
+    psi, forward, backward = saved
+    grad_psi, grad_gamma = outputs
     batch, _, labels = psi.shape
-    lanes = padded(labels)
-    scratch = edges.scratch_in(borrowed(memory)[chunk], slots, tile_size, needs.places, labels, lanes)
-    ahead, back, totals = scratch.ahead, scratch.back, scratch.totals
+    lanes = lanes_of(width)
+    scratch = edges.scratch_in(memory[chunk], slots, tile_size, needs.places, labels, lanes)
+    totals = scratch.totals
     for item in range(first, last):
         chain = chains.first + item % chains.count
         begin, end = chains.start[chain], chains.start[chain + 1] - 1
@@ -173,55 +156,54 @@ def _adjoint(first, last, chunk, params, grads, chains, slots, tile_size, memory
         for b in range(low, batch if chains.shared else low + 1):
             _prepare_chain(params, chains, scratch, kept, begin, end, b, chunk, labels, gamma)
             grad_gamma[chunk] += _energy_adjoint(
-                psi[b, end], forward[b, end], grad_energy[b, chain], grad_psi[b, end], labels, gamma
+                psi[b, end], forward[b, end], grad_energy[b, chain], totals[0, end - begin], labels, gamma
             )
-            totals[0, :labels] = 0
-            # grad_psi holds what comes back along the chain, totals what comes back against it.
+            totals[1, 0] = 0
             for t in range(end - begin):
-                place = end - 1 - t
-                edge, slot = _edge_at(chains, place, b, chunk), place - begin if kept else 0
-                if not kept:
-                    edges.prepare(params, edge, scratch, slot, labels, gamma)
-                _ahead_step(ahead, psi, forward, grad_psi, grad_forward, b, place, labels)
-                edges.adjoint(params, edge, scratch, slot, ahead, labels, lanes, gamma, not chains.flip[place])
-                _copy(ahead.result, grad_psi[b, place], labels)
-                place = begin + t
-                edge, slot = _edge_at(chains, place, b, chunk), t if kept else 0
-                if not kept:
-                    edges.prepare(params, edge, scratch, slot, labels, gamma)
-                _back_step(back, psi, backward, totals[t], grad_backward, b, place, labels)
-                edges.adjoint(params, edge, scratch, slot, back, labels, lanes, gamma, chains.flip[place])
-                _copy(back.result, totals[t + 1], labels)
+                for back in range(2):  # by turns, as for the messages
+                    edge_t = t if back else end - begin - 1 - t
+                    slot = edge_t if kept else 0
+                    if not kept:
+                        edges.prepare(params, _edge_at(chains, begin + edge_t, b, chunk), scratch, slot, labels, gamma)
+                    _send_back(
+                        params, chains, scratch, slot, back, begin, edge_t, b, chunk,
+                        psi, backward if back else forward, grad_backward if back else grad_forward, labels, lanes, gamma,
+                    )  # fmt: skip
             if needs.parameters or needs.gamma:
                 for t in range(end - begin):
-                    place = begin + t
-                    edge, slot = _edge_at(chains, place, b, chunk), t if kept else 0
+                    slot = t if kept else 0
+                    edge = _edge_at(chains, begin + t, b, chunk)
                     if not kept:
                         edges.prepare(params, edge, scratch, slot, labels, gamma)
-                    _ahead_step(ahead, psi, forward, grad_psi, grad_forward, b, place, labels)
-                    _back_step(back, psi, backward, totals[t], grad_backward, b, place, labels)
-                    down, across = (back, ahead) if chains.flip[place] else (ahead, back)
+                        for back in range(2):
+                            _send_back(
+                                params, chains, scratch, slot, back, begin, t, b, chunk, psi,
+                                backward if back else forward, grad_backward if back else grad_forward, labels, lanes, gamma,
+                            )  # fmt: skip
+                    flip = int(chains.flip[begin + t])
+                    down, across = edges.step_at(scratch, slot, flip), edges.step_at(scratch, slot, 1 - flip)
+                    safe = scratch.safe[slot, 0] * scratch.safe[slot, 1] > 0
                     grad_gamma[chunk] += edges.gradient(
-                        params, grads, edge, scratch, slot, down, across, labels, lanes, gamma, needs.gamma
+                        params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs.gamma
                     )
             for place in range(begin, end + 1):
-                _add(totals[place - begin], grad_psi[b, place], grad_psi[b, place], labels)
+                t = place - begin
+                keep_total(totals[0, t], totals[1, t], grad_psi[b, place], labels, lanes)
 
 
 @jit
-def _ahead_step(step, psi, forward, grad_psi, grad_forward, b, place, labels):
-    """The message from `place` to the next place, and its adjoint."""
-    _add(psi[b, place], forward[b, place], step.source, labels)
-    _or_forbidden(forward[b, place + 1], step.message, labels)
-    _add(grad_psi[b, place + 1], grad_forward[b, place + 1], step.gradient, labels)
-
-
-@jit
-def _back_step(step, psi, backward, total, grad_backward, b, place, labels):
-    """The message from the place after `place` to it, and its adjoint."""
-    _add(psi[b, place + 1], backward[b, place + 1], step.source, labels)
-    _or_forbidden(backward[b, place], step.message, labels)
-    _add(total, grad_backward[b, place], step.gradient, labels)
+def _send_back(
+    params, chains, scratch, slot, back, begin, t, b, chunk, psi, messages, grads, labels, lanes, gamma
+):  # fmt: skip
+    """The adjoint of one message over the t-th edge of a chain: from the total at its target to that at its source."""
+    place = begin + t
+    source, target = (place + 1, place) if back else (place, place + 1)
+    step = edges.step_at(scratch, slot, back)
+    step = edges.Step(step.source, step.gradient, scratch.totals[back, source - begin], step.left, step.right)
+    add_rows(psi[b, source], messages[b, source], step.source, labels, lanes)
+    add_gradient(grads[b, target], scratch.totals[back, target - begin], step.gradient, labels, lanes)
+    edge, rows = _edge_at(chains, place, b, chunk), bool(back) == chains.flip[place]
+    scratch.safe[slot, back] = edges.adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows)
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:
@@ -278,6 +260,7 @@ def messages(
         _parameters(kind, parameters),
         chains,
         all(p.shape[0] == 1 for p in parameters),
+        width(psi.shape[-1], _numpy(psi).dtype),
         slots,
         tile_size,
         memory,
@@ -320,6 +303,7 @@ def messages_backward(
             params,
             _parameters(kind, buffers),
             chains,
+            width(psi.shape[-1], _numpy(psi).dtype),
             slots,
             tile_size,
             memory,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dualcrf.kernels.numba import potts, tile
 from dualcrf.kernels.numba.rows import outer_rows
-from dualcrf.kernels.numba.vector import fetch, jit, larger, number, padded, widen
+from dualcrf.kernels.numba.vector import INLINE, any_invalid, fetch, jit, number, padded, widen
 
 
 class Dense(NamedTuple):
@@ -79,10 +79,7 @@ class Edge(NamedTuple):
 
 
 def fill(params, edge, scores):
-    """Write the edge's [L, L] scores into `scores`, flat, row for the first node's label.
-
-    Returns the largest of them, and whether NaN or +inf is among them.
-    """
+    """Write the edge's [L, L] scores into `scores`, flat, row for the first node's label."""
     raise NotImplementedError
 
 
@@ -96,18 +93,14 @@ def give_back(grads, params, edge, gradient):
     raise NotImplementedError
 
 
-@overload(fill, inline="always")
+@overload(fill, jit_options=INLINE)
 def _fill(params, edge, scores):
     if params.instance_class is Dense:
 
         def dense(params, edge, scores):
             table = params.table[edge.batch if params.table.shape[0] > 1 else 0, edge.index]
-            peak, invalid = scores.dtype.type(widen(table[0])), False
             for k in range(len(table)):
                 scores[k] = widen(table[k])
-                peak = larger(peak, scores[k])
-                invalid |= not (scores[k] < np.inf)
-            return peak, invalid
 
         return dense
     if params.instance_class is Additive:
@@ -115,36 +108,29 @@ def _fill(params, edge, scores):
         def additive(params, edge, scores):
             source = params.source[edge.batch if params.source.shape[0] > 1 else 0, edge.first]
             target = params.target[edge.batch if params.target.shape[0] > 1 else 0, edge.second]
-            peak, invalid = scores.dtype.type(widen(source[0]) + widen(target[0])), False
             for k in range(len(source)):
                 scores[k] = widen(source[k]) + widen(target[k])
-                peak = larger(peak, scores[k])
-                invalid |= not (scores[k] < np.inf)
-            return peak, invalid
 
         return additive
 
     def weighted(params, edge, scores):
         weight = widen(params.weight[edge.batch if params.weight.shape[0] > 1 else 0, edge.index])
         compat = params.compat[0]
-        peak, invalid = scores.dtype.type(weight * widen(compat[0])), False
         for k in range(len(compat)):
-            scores[k] = weight * widen(compat[k])
-            peak = larger(peak, scores[k])
-            invalid |= not (scores[k] < np.inf)
-        return peak, invalid
+            score = widen(compat[k])
+            scores[k] = score if score == -np.inf else weight * score
 
     return weighted
 
 
-@overload(fetch_ahead, inline="always")
+@overload(fetch_ahead, jit_options=INLINE)
 def _fetch_ahead(params, edge):
     if params.instance_class is Dense:
         return lambda params, edge: fetch(params.table[edge.batch if params.table.shape[0] > 1 else 0, edge.index])
     return lambda params, edge: None
 
 
-@overload(give_back, inline="always")
+@overload(give_back, jit_options=INLINE)
 def _give_back(grads, params, edge, gradient):
     if params.instance_class is Dense:
 
@@ -185,11 +171,10 @@ def _give_back(grads, params, edge, gradient):
 
 
 class Step(NamedTuple):
-    """One message over an edge and its adjoint; the two directions take their steps by turns, each in its own."""
+    """One message over an edge and its adjoint."""
 
     source: np.ndarray  # scores at the source, -inf behind the labels
-    message: np.ndarray  # +inf where it is -inf, and behind the labels
-    gradient: np.ndarray  # the message's adjoint
+    gradient: np.ndarray  # the message's adjoint, 0 behind the labels
     result: np.ndarray  # the message, or the adjoint of the source
     left: np.ndarray  # for the tile's own use
     right: np.ndarray
@@ -200,36 +185,51 @@ class Scratch(NamedTuple):
 
     tiles: np.ndarray  # [slots, tile]: a chain's scores (hard) or their exponentials
     shifts: np.ndarray  # [slots]
+    safe: np.ndarray  # [slots, 2]: whether a step's factors stand in `left` and `right`
+    steps: np.ndarray  # [slots or 1, 2, 5, lanes]: the steps ahead and back over every edge
+    totals: np.ndarray  # [2, places of a chain, lanes]: what comes back to every place, ahead and back
     scores: np.ndarray
     gradient: np.ndarray
     other: np.ndarray
-    totals: np.ndarray  # [places of a chain, lanes]
     ones: np.ndarray  # 1 for each label
-    ahead: Step
+    ahead: Step  # the first of the steps
     back: Step
 
 
-_STEP = 6  # vectors
+_STEP = len(Step._fields)
 
 
 def scratch_size(slots: int, tile: int, places: int, lanes: int) -> int:
     """The numbers that `scratch_in` cuts up."""
-    return (slots + 3) * tile + padded(slots) + (places + 1 + 2 * _STEP) * lanes
+    return (slots + 3) * tile + padded(3 * slots) + (2 * _STEP * (slots if places else 1) + 2 * places + 1) * lanes
 
 
 @jit
 def scratch_in(memory, slots, tile, places, labels, lanes):
-    """Scratch in a piece of zeroed memory; each part begins where a cache line does if the memory and the tiles do."""
+    """Scratch in a piece of zeroed memory; each part begins where a cache line does if the memory and the tiles do.
+
+    With `places` of a chain, for adjoints, there is a step for every slot and a total for every place.
+    """
     tiles, rest = memory[: slots * tile].reshape(slots, tile), memory[slots * tile :]
     single, rest = rest[: 3 * tile].reshape(3, tile), rest[3 * tile :]
-    shifts, rest = rest[:slots], rest[padded(slots) :]
-    v = rest[: (places + 1 + 2 * _STEP) * lanes].reshape(-1, lanes)
-    ahead, back = Step(v[0], v[1], v[2], v[3], v[4], v[5]), Step(v[6], v[7], v[8], v[9], v[10], v[11])
-    for step in (ahead, back):
-        step.source[:] = -np.inf
-        step.message[:] = np.inf
-    v[12, :labels] = 1
-    return Scratch(tiles, shifts, single[0], single[1], single[2], v[13:], v[12], ahead, back)
+    shifts, safe, rest = rest[:slots], rest[slots : 3 * slots].reshape(slots, 2), rest[padded(3 * slots) :]
+    count = slots if places else 1
+    steps, rest = rest[: 2 * count * _STEP * lanes].reshape(count, 2, _STEP, lanes), rest[2 * count * _STEP * lanes :]
+    totals, ones = rest[: 2 * places * lanes].reshape(2, places, lanes), rest[2 * places * lanes :]
+    ones[:labels] = 1
+    ahead, back = _step(steps[0, 0]), _step(steps[0, 1])
+    return Scratch(tiles, shifts, safe, steps, totals, single[0], single[1], single[2], ones, ahead, back)
+
+
+@jit
+def _step(v):
+    return Step(v[0], v[1], v[2], v[3], v[4])
+
+
+@jit
+def step_at(scratch, slot, back):
+    """The step over the edge in a slot, ahead or back along its chain."""
+    return _step(scratch.steps[slot, back])
 
 
 def prepare(params, edge, scratch, slot, labels, gamma):
@@ -243,22 +243,21 @@ def message(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
 
 
 def adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
-    """Send `step.gradient` back through a prepared edge, to `step.result`."""
+    """Send `step.gradient` back through a prepared edge, to `step.result`; True if the factors of `gradient` are left."""
     raise NotImplementedError
 
 
-def gradient(params, grads, edge, scratch, slot, down, across, labels, lanes, gamma, needs_gamma):
+def gradient(params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs_gamma):
     """Give the parameters their gradient from both directions: `down` has its source in the rows, `across` in the columns.
+
+    `safe` says whether `adjoint` left its factors in both.
 
     Returns gamma's share if that is needed.
     """
     raise NotImplementedError
 
 
-_INLINE = {"forceinline": True}
-
-
-@overload(prepare, jit_options=_INLINE)
+@overload(prepare, jit_options=INLINE)
 def _prepare(params, edge, scratch, slot, labels, gamma):
     if params.instance_class is Potts:
 
@@ -269,9 +268,10 @@ def _prepare(params, edge, scratch, slot, labels, gamma):
 
     def exponentiate(params, edge, scratch, slot, labels, gamma):
         scores = scratch.tiles[slot]
-        shift, invalid = fill(params, edge, scores)
+        fill(params, edge, scores)
+        invalid = any_invalid(scores, labels * labels)
         if gamma > 0:
-            scratch.shifts[slot] = tile.exponentiate(scores, shift, labels * labels, gamma)
+            scratch.shifts[slot] = tile.exponentiate(scores, labels * labels, gamma)
         return invalid
 
     return exponentiate
@@ -283,23 +283,23 @@ def potts_weight(params, edge, like):
     return number(widen(params.weight[edge.batch if params.weight.shape[0] > 1 else 0, edge.index]), like)
 
 
-@overload(message, jit_options=_INLINE)
+@overload(message, jit_options=INLINE)
 def _message(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
     if params.instance_class is Potts:
 
         def through_potts(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
             weight = potts_weight(params, edge, gamma)
             if gamma > 0:
-                potts.smooth_message(weight, step.source, step.result, step.left, labels, gamma)
+                potts.smooth_message(weight, step.source, step.result, step.left, lanes, gamma)
             else:
-                potts.hard_message(weight, step.source, step.result, labels)
+                potts.hard_message(weight, step.source, step.result, lanes)
 
         return through_potts
 
     def through_tile(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
         scores, source, target, left, right = scratch.tiles[slot], step.source, step.result, step.left, step.right
         if gamma == 0:
-            tile.hard_message(scores, source, target, right, labels, lanes, rows)
+            tile.hard_message(scores, source, target, labels, lanes, rows)
         elif not tile.smooth_message(scores, scratch.shifts[slot], source, target, left, labels, lanes, gamma, rows):
             fill(params, edge, scratch.scores)
             tile.log_message(scratch.scores, source, target, left, right, labels, lanes, gamma, rows)
@@ -307,7 +307,7 @@ def _message(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
     return through_tile
 
 
-@overload(adjoint, jit_options=_INLINE)
+@overload(adjoint, jit_options=INLINE)
 def _adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
     if params.instance_class is Potts:
 
@@ -316,59 +316,54 @@ def _adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
             if gamma > 0:
                 potts.smooth_adjoint(weight, step.source, step.gradient, step.result, step.left, labels, gamma)
             else:
-                potts.hard_adjoint(weight, step.source, step.message, step.gradient, step.result, labels)
+                potts.hard_adjoint(weight, step.source, step.gradient, step.result, labels)
+            return False
 
         return through_potts
 
     def through_tile(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
-        source, message, given, out, left, right = step
+        source, given, out, left, right = step
         table = scratch.tiles[slot]
+        safe = True
         if gamma == 0:
             tile.first_best(table, source, left, right, labels, lanes, rows)
-            tile.hard_adjoint(message, given, right, out, labels, lanes)
+            tile.hard_adjoint(left, right, given, out, labels, lanes)
         elif tile.smooth_factors(table, source, given, left, right, labels, lanes, gamma, rows):
             tile.smooth_adjoint(table, left, right, out, labels, lanes, rows)
         else:
+            safe = False
             fill(params, edge, scratch.scores)
             tile.log_gradient(scratch.scores, source, given, scratch.gradient, left, right, labels, lanes, gamma, rows)
             tile.sum_targets(scratch.gradient, scratch.ones, out, labels, lanes, rows)
+        return safe
 
     return through_tile
 
 
-@overload(gradient, jit_options=_INLINE)
-def _gradient(params, grads, edge, scratch, slot, down, across, labels, lanes, gamma, needs_gamma):
+@overload(gradient, jit_options=INLINE)
+def _gradient(params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs_gamma):
     if params.instance_class is Potts:
 
-        def of_potts(params, grads, edge, scratch, slot, down, across, labels, lanes, gamma, needs_gamma):
+        def of_potts(params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs_gamma):
             weight = potts_weight(params, edge, gamma)
             item = edge.batch if grads.weight.shape[0] > 1 else 0
             share = 0.0
             for step in (down, across):
-                given, extra = potts.weight_gradient(
-                    weight, step.source, step.message, step.gradient, step.left, labels, gamma, needs_gamma
-                )
+                given, extra = potts.weight_gradient(weight, step.source, step.gradient, step.left, labels, gamma, needs_gamma)
                 grads.weight[item, edge.index] += given
                 share += extra
             return share
 
         return of_potts
 
-    def of_tile(params, grads, edge, scratch, slot, down, across, labels, lanes, gamma, needs_gamma):
+    def of_tile(params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs_gamma):
         table, out = scratch.tiles[slot], scratch.gradient
         share = 0.0
         if gamma == 0:
             out[:] = 0
-            for step, rows in ((down, True), (across, False)):
-                tile.first_best(table, step.source, step.left, step.right, labels, lanes, rows)
-                tile.add_hard_gradient(step.message, step.gradient, step.right, out, labels, rows)
-        elif (
-            not needs_gamma
-            and tile.smooth_factors(table, down.source, down.gradient, down.left, down.right, labels, lanes, gamma, True)
-            and tile.smooth_factors(
-                table, across.source, across.gradient, across.left, across.right, labels, lanes, gamma, False
-            )
-        ):
+            tile.add_hard_gradient(down.left, down.right, down.gradient, out, labels, True)
+            tile.add_hard_gradient(across.left, across.right, across.gradient, out, labels, False)
+        elif safe and not needs_gamma:
             outer_rows(table, down.left, down.right, across.right, across.left, out, labels, lanes)
         else:
             # A direction's gradient of the scores, on its own: gamma's share needs it, or a tile was unsafe.

@@ -7,7 +7,7 @@ So no sum cancels or underflows.
 
 import numpy as np
 
-from dualcrf.kernels.numba.vector import exp, jit, larger, log, number
+from dualcrf.kernels.numba.vector import exp, jit, larger, largest, log, number, smaller, total
 
 
 @jit
@@ -28,10 +28,7 @@ def _relative(source, without, peak, out, labels, gamma):
         out[k] = exp((source[k] - peak) * scale)
     if without >= 0:
         out[without] = 0
-    result = number(0, gamma)
-    for k in range(labels):
-        result += out[k]
-    return result
+    return total(out, labels)
 
 
 @jit
@@ -40,8 +37,8 @@ def _weigh(own, rest):
     one = number(1, own)
     small = exp(-abs(own))
     first, factor = (one, small) if own > 0 else (small, one)
-    total = first + rest * factor
-    return first / total, factor / total, larger(own, number(0, own)) + log(total)
+    whole = first + rest * factor
+    return first / whole, factor / whole, larger(own, number(0, own)) + log(whole)
 
 
 @jit
@@ -51,21 +48,33 @@ def _second_peak(source, top, labels):
 
 
 @jit
-def smooth_message(weight, source, target, weights, labels, gamma):
+def _top_two(source, lanes):
+    """The first index of the largest score, that score, and the largest of the others; -inf behind the labels."""
+    peak = largest(source, lanes)
+    first, second = number(lanes - 1, peak), number(-np.inf, peak)
+    for k in range(lanes):
+        first = smaller(first, number(k, peak) if source[k] == peak else first)
+    top = int(first)
+    for k in range(lanes):
+        second = larger(second, source[k] if k != top else number(-np.inf, peak))
+    return top, peak, second
+
+
+@jit
+def smooth_message(weight, source, target, weights, lanes, gamma):
     """target[l] = gamma · log(Σ_{j != l} exp(source[j] / gamma) + exp((source[l] + weight) / gamma))."""
-    top = first_largest(source, labels, -1)
-    peak, second = source[top], _second_peak(source, top, labels)
+    top, peak, second = _top_two(source, lanes)
     if peak == -np.inf:
-        for k in range(labels):
+        for k in range(lanes):
             target[k] = -np.inf
         return
     scale = number(1, gamma) / gamma
-    rest = _relative(source, -1, peak, weights, labels, gamma)
-    for k in range(labels):
+    rest = _relative(source, -1, peak, weights, lanes, gamma)
+    for k in range(lanes):
         _, _, height = _weigh((source[k] + weight - peak) * scale, rest - weights[k])
         target[k] = peak + gamma * height
     if second > -np.inf:
-        rest = _relative(source, top, second, weights, labels, gamma)
+        rest = _relative(source, top, second, weights, lanes, gamma)
         _, _, height = _weigh((peak + weight - second) * scale, rest)
         target[top] = second + gamma * height
     else:
@@ -73,12 +82,14 @@ def smooth_message(weight, source, target, weights, labels, gamma):
 
 
 @jit
-def hard_message(weight, source, target, labels):
+def hard_message(weight, source, target, lanes):
     """target[l] = max(max_{j != l} source[j], source[l] + weight)."""
-    top = first_largest(source, labels, -1)
-    for k in range(labels):
-        target[k] = max(source[top], source[k] + weight)
-    target[top] = max(_second_peak(source, top, labels), source[top] + weight)
+    peak = largest(source, lanes)
+    for k in range(lanes):
+        target[k] = larger(peak, source[k] + weight)
+    if weight < 0:
+        top, _, second = _top_two(source, lanes)
+        target[top] = larger(second, peak + weight)
 
 
 @jit
@@ -112,27 +123,29 @@ def smooth_adjoint(weight, source, gradient, out, weights, labels, gamma):
 
 
 @jit
-def hard_adjoint(weight, source, message, gradient, out, labels):
+def hard_adjoint(weight, source, gradient, out, labels):
     """The source's adjoint: all of a gradient goes to the first of the best sources."""
     top = first_largest(source, labels, -1)
     second = first_largest(source, labels, top)
     for k in range(labels):
         out[k] = 0
     for k in range(labels):
-        if message[k] < np.inf:
-            other = second if k == top else top
-            out[k if _stays(weight, source, k, other) else other] += gradient[k]
+        other = second if k == top else top
+        if _stays(weight, source, k, other):
+            out[k] += gradient[k]
+        elif other >= 0 and source[other] > -np.inf:
+            out[other] += gradient[k]
 
 
 @jit
 def _stays(weight, source, label, other):
-    """Whether the first best source of a hard message to `label` is `label` itself, and not its competitor."""
+    """Whether the first best source of a hard message to `label` is `label` itself; not if that is forbidden."""
     own = source[label] + weight
-    return other < 0 or own > source[other] or (own == source[other] and label < other)
+    return own > -np.inf and (other < 0 or own > source[other] or (own == source[other] and label < other))
 
 
 @jit
-def weight_gradient(weight, source, message, gradient, weights, labels, gamma, needs_entropy):
+def weight_gradient(weight, source, gradient, weights, labels, gamma, needs_entropy):
     """The weight's gradient from one direction, and Σ -w log(w) · gradient over its weights w, gamma's share, if needed."""
     top = first_largest(source, labels, -1)
     second = first_largest(source, labels, top)
@@ -141,7 +154,7 @@ def weight_gradient(weight, source, message, gradient, weights, labels, gamma, n
         return given, share
     if gamma == 0:
         for k in range(labels):
-            if message[k] < np.inf and _stays(weight, source, k, second if k == top else top):
+            if _stays(weight, source, k, second if k == top else top):
                 given += gradient[k]
         return given, share
     scale = number(1, gamma) / gamma

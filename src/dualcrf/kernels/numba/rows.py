@@ -7,6 +7,7 @@ Loops down the rows are written in LLVM's vectors: in Numba's own the result goe
 check that the arrays do not overlap, and takes five times as long.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dualcrf.kernels.numba.vector import LANES, NO_NAN, jit, jit_sum, larger, number, smaller
+from dualcrf.kernels.numba.vector import LANES, NO_NAN, jit, number, smaller
 
 _I32 = ir.IntType(32)
 
@@ -29,6 +30,7 @@ class _Rows:
         self.number = context.get_value_type(arrays[0][0].dtype)
         self.vector = ir.VectorType(self.number, LANES)
         self._align = context.get_abi_sizeof(self.number)
+        self._suffix = f"f{8 * self._align}"
 
     def constant(self, value: float) -> Any:
         return ir.Constant(self.vector, [ir.Constant(self.number, value)] * LANES)
@@ -54,6 +56,45 @@ class _Rows:
         undefined = ir.Constant(self.vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, ir.Constant(_I32, 0))
         return self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+
+    def within(self, block: Any) -> Any:
+        """Which lanes of a block are labels."""
+        index = [ir.Constant(self.labels.type, k) for k in range(LANES)]
+        lanes = ir.VectorType(self.labels.type, LANES)
+        room = self.builder.sub(self.labels, block)
+        undefined = ir.Constant(lanes, ir.Undefined)
+        first = self.builder.insert_element(undefined, room, ir.Constant(_I32, 0))
+        spread = self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+        return self.builder.icmp_signed("<", ir.Constant(lanes, index), spread)
+
+    def load_labels(self, array: int, block: Any) -> Any:
+        """A block of a row in memory that ends with its labels; 0 behind them."""
+        pointer = self._at(array, block)
+        mask = ir.VectorType(ir.IntType(1), LANES)
+        kind = ir.FunctionType(self.vector, [pointer.type, _I32, mask, self.vector])
+        name = f"llvm.masked.load.v{LANES}{self._suffix}.p0"
+        load = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(load, [pointer, ir.Constant(_I32, self._align), self.within(block), self.constant(0.0)])
+
+    def store_labels(self, value: Any, array: int, block: Any) -> None:
+        """Store a block to a row in memory that ends with its labels."""
+        pointer = self._at(array, block)
+        mask = ir.VectorType(ir.IntType(1), LANES)
+        kind = ir.FunctionType(ir.VoidType(), [self.vector, pointer.type, _I32, mask])
+        name = f"llvm.masked.store.v{LANES}{self._suffix}.p0"
+        store = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        self.builder.call(store, [value, pointer, ir.Constant(_I32, self._align), self.within(block)])
+
+    def store_number(self, value: Any, array: int, index: Any) -> None:
+        self.builder.store(value, self.builder.gep(self.data[array], [index]))
+
+    def reduced(self, reduction: str, value: Any, flags: Sequence[str]) -> Any:
+        """A vector's lanes added up (fadd) or their largest (fmax)."""
+        start = [ir.Constant(self.number, -0.0)] if reduction == "fadd" else []
+        kind = ir.FunctionType(self.number, [*(s.type for s in start), self.vector])
+        name = f"llvm.vector.reduce.{reduction}.v{LANES}{self._suffix}"
+        reduce = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(reduce, [*start, value], fastmath=flags)
 
     def blocks(self) -> Any:
         kind = self.labels.type
@@ -108,6 +149,16 @@ def _best(code: _Rows) -> None:
         code.store(builder.load(origin), 3, block)
 
 
+def _max(code: _Rows) -> None:
+    builder, best = code.builder, code.variable()
+    with code.blocks() as (block, _):
+        builder.store(code.constant(float("-inf")), best)
+        with code.rows() as row:
+            cell, score = code.load(0, code.place(row.index, block)), code.spread(1, row.index)
+            builder.store(_larger_sum(builder, builder.load(best), cell, score), best)
+        code.store(builder.load(best), 2, block)
+
+
 def _outer(code: _Rows) -> None:
     builder = code.builder
     with code.rows() as row, code.blocks() as (block, _):
@@ -118,13 +169,105 @@ def _outer(code: _Rows) -> None:
         code.store(builder.fmul(code.load(0, place), factor), 5, place)
 
 
-_sum_rows, _best_rows, _outer_rows = _row_loop(3, _sum), _row_loop(4, _best), _row_loop(6, _outer)
+def _columns(start: float, combine: Callable[[Any, Any, Any, Any], Any], reduction: str, flags: Sequence[str]) -> Any:
+    def reduce(code: _Rows) -> None:
+        builder, result = code.builder, code.variable()
+        with code.rows() as row:
+            builder.store(code.constant(start), result)
+            with code.blocks() as (block, _):
+                cell, weight = code.load(0, code.place(row.index, block)), code.load(1, block)
+                builder.store(combine(builder, builder.load(result), cell, weight), result)
+            code.store_number(code.reduced(reduction, builder.load(result), flags), 2, row.index)
+
+    return reduce
+
+
+def _add_product(builder: Any, result: Any, cell: Any, weight: Any) -> Any:
+    return builder.fadd(result, builder.fmul(cell, weight, flags=["contract"]), flags=["contract"])
+
+
+def _larger_sum(builder: Any, result: Any, cell: Any, score: Any) -> Any:
+    candidate = builder.fadd(cell, score)
+    better = builder.fcmp_ordered(">", candidate, result, flags=NO_NAN)
+    return builder.select(better, candidate, result, flags=NO_NAN)
+
+
+def _add(rows: int, fill: float) -> Callable[[_Rows], None]:
+    """Add `rows` rows and one vector, or only the rows; the result is a vector."""
+
+    def add(code: _Rows) -> None:
+        with code.blocks() as (block, _):
+            parts = [code.load_labels(k, block) for k in range(rows)]
+            parts += [code.load(rows, block)] if rows == 1 else []
+            values = functools.reduce(code.builder.fadd, parts)
+            code.store(code.builder.select(code.within(block), values, code.constant(fill)), 2, block)
+
+    return add
+
+
+def _keep(code: _Rows) -> None:
+    with code.blocks() as (block, _):
+        code.store_labels(code.load(0, block), 1, block)
+
+
+def _keep_total(code: _Rows) -> None:
+    with code.blocks() as (block, _):
+        code.store_labels(code.builder.fadd(code.load(0, block), code.load(1, block)), 2, block)
+
+
+_sum_columns = _row_loop(3, _columns(0.0, _add_product, "fadd", ["reassoc"]))
+_max_columns = _row_loop(3, _columns(float("-inf"), _larger_sum, "fmax", NO_NAN))
+_add_source, _add_gradient = _row_loop(3, _add(1, float("-inf"))), _row_loop(3, _add(1, 0.0))
+_add_rows, _keep_labels = _row_loop(3, _add(2, float("-inf"))), _row_loop(2, _keep)
+_keep_total_labels = _row_loop(3, _keep_total)
+_sum_rows, _max_rows, _best_rows = _row_loop(3, _sum), _row_loop(3, _max), _row_loop(4, _best)
+_outer_rows = _row_loop(6, _outer)
+
+
+@jit
+def add_source(row, values, out, labels, lanes):
+    """out = row + values, -inf behind the labels; `row` lies in memory without lanes to spare.
+
+    Vectors are written and read 16 at a time throughout: what is written in smaller pieces cannot be read on before it has
+    reached the cache.
+    """
+    _add_source((row, values, out, labels, lanes))
+
+
+@jit
+def add_gradient(row, values, out, labels, lanes):
+    """out = row + values, 0 behind the labels."""
+    _add_gradient((row, values, out, labels, lanes))
+
+
+@jit
+def add_rows(first, second, out, labels, lanes):
+    """out = first + second, two rows in memory; -inf behind the labels."""
+    _add_rows((first, second, out, labels, lanes))
+
+
+@jit
+def keep_total(first, second, row, labels, lanes):
+    """Write the labels' values of first + second to a row in memory."""
+    _keep_total_labels((first, second, row, labels, lanes))
+
+
+@jit
+def keep(values, row, labels, lanes):
+    """Write the labels' values to a row in memory."""
+    _keep_labels((values, row, labels, lanes))
 
 
 @jit
 def sum_rows(tile, weights, out, labels, lanes):
     """out[l] = Σ_j weights[j] · tile[j, l]."""
     _sum_rows((tile, weights, out, labels, lanes))
+
+
+@jit
+def max_rows(tile, scores, out, labels, lanes):
+    """out[l] = max_j scores[j] + tile[j, l]."""
+    _max_rows((tile, scores, out, labels, lanes))
 
 
 @jit
@@ -139,26 +282,16 @@ def outer_rows(tile, down, across, back, up, out, labels, lanes):
     _outer_rows((tile, down, across, back, up, out, labels, lanes))
 
 
-@jit_sum
+@jit
 def sum_columns(tile, weights, out, labels, lanes):
     """out[j] = Σ_l tile[j, l] · weights[l]; weights are 0 in the lanes behind the labels."""
-    for j in range(labels):
-        row = j * labels
-        result = number(0, weights[0])
-        for k in range(lanes):
-            result += tile[row + k] * weights[k]
-        out[j] = result
+    _sum_columns((tile, weights, out, labels, lanes))
 
 
 @jit
 def max_columns(tile, scores, out, labels, lanes):
     """out[j] = max_l tile[j, l] + scores[l]; scores are -inf in the lanes behind the labels."""
-    for j in range(labels):
-        row = j * labels
-        best = tile[row] + scores[0]
-        for k in range(lanes):
-            best = larger(best, tile[row + k] + scores[k])
-        out[j] = best
+    _max_columns((tile, scores, out, labels, lanes))
 
 
 @jit

@@ -1,19 +1,19 @@
 """Steps through an edge's table of scores: a message, its adjoint, and the gradient of the scores.
 
 `rows` says which way: True when the message's source is the label of the rows (it runs from the edge's first node to its
-second). Vectors have `lanes` elements; behind the labels a source holds -inf, a message +inf, a gradient 0. Forbidden messages
-come as +inf: then every weight that leads to one is 0.
+second). Vectors have `lanes` elements; behind the labels a source holds -inf, a gradient 0.
 """
 
 import numpy as np
 
-from dualcrf.kernels.numba.rows import best_columns, best_rows, max_columns, sum_columns, sum_rows
+from dualcrf.kernels.numba.rows import best_columns, best_rows, max_columns, max_rows, sum_columns, sum_rows
 from dualcrf.kernels.numba.vector import exp, jit, largest, log, number, smallest, total
 
 
 @jit
-def exponentiate(tile, shift, count, gamma):
+def exponentiate(tile, count, gamma):
     """Replace scores by exp((score - shift) / gamma), with their maximum as shift, and return it; 0 where all are -inf."""
+    shift = largest(tile, count)
     shift = shift if shift > -np.inf else number(0, gamma)
     scale = number(1, gamma) / gamma
     for k in range(count):
@@ -74,10 +74,10 @@ def _log_sums(scores, source, sums, peaks, weights, labels, lanes, gamma, rows):
 
 
 @jit
-def hard_message(scores, source, target, spare, labels, lanes, rows):
+def hard_message(scores, source, target, labels, lanes, rows):
     """The message of the hard max."""
     if rows:
-        best_rows(scores, source, target, spare, labels, lanes)
+        max_rows(scores, source, target, labels, lanes)
     else:
         max_columns(scores, source, target, labels, lanes)
 
@@ -161,22 +161,22 @@ def first_best(scores, source, best, origin, labels, lanes, rows):
 
 
 @jit
-def hard_adjoint(message, gradient, origin, out, labels, lanes):
+def hard_adjoint(best, origin, gradient, out, labels, lanes):
     """The source's adjoint: all of a gradient goes to the first of the best sources."""
     for k in range(lanes):
         out[k] = 0
     for k in range(labels):
-        if message[k] < np.inf:
+        if best[k] > -np.inf:
             out[int(origin[k])] += gradient[k]
 
 
 @jit
-def add_hard_gradient(message, gradient, origin, out, labels, rows):
+def add_hard_gradient(best, origin, gradient, out, labels, rows):
     """Add one direction's gradient of the scores."""
     for k in range(labels):
-        if message[k] < np.inf:
-            best = int(origin[k])
-            out[best * labels + k if rows else k * labels + best] += gradient[k]
+        if best[k] > -np.inf:
+            first = int(origin[k])
+            out[first * labels + k if rows else k * labels + first] += gradient[k]
 
 
 @jit

@@ -13,7 +13,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 LANES = 16
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+# Without Numba's memory management: kernels allocate nothing, and counting references to arrays and their slices would cost
+# more than the arithmetic on 21 labels.
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+INLINE = {"forceinline": True, "_nrt": False}
 kernel = njit(**_OPTIONS, fastmath={"contract"})
 # Inlined, a function's arrays cost nothing; called, each is counted in and out.
 jit = njit(**_OPTIONS, fastmath={"contract"}, forceinline=True)
@@ -34,6 +37,25 @@ NO_NAN = ("nnan", "nsz")  # only with these flags does LLVM turn a maximum into 
 def padded(labels: int) -> int:
     """The number of lanes that hold `labels` values."""
     return -(-labels // LANES) * LANES
+
+
+def width(labels: int, dtype: np.dtype) -> int | tuple[int, ...]:
+    """What a kernel is compiled for: up to 32 labels in float32 it knows the number of lanes, and its loops unroll."""
+    lanes = int(padded(labels))
+    return (0,) * lanes if lanes <= 2 * LANES and dtype == np.float32 else lanes
+
+
+def lanes_of(width):
+    """The number of lanes: a constant for LLVM where the width's type tells it."""
+    raise NotImplementedError
+
+
+@overload(lanes_of, jit_options=INLINE)
+def _lanes_of(width):
+    if isinstance(width, types.BaseTuple):
+        count = len(width)
+        return lambda width: count
+    return lambda width: width
 
 
 def _bitcast(source: types.Type, target: types.Type, llvm_type: ir.Type) -> Any:
@@ -57,30 +79,6 @@ def _half_float(context, value):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.int16), generate
-
-
-@intrinsic
-def borrowed(context, value):
-    """An array, or a tuple of them, without its reference count; the caller keeps the owner alive.
-
-    Every slice of an owned array changes a count in memory, and two threads would wait for each other's changes.
-    """
-
-    def borrow(context, builder, kind, value):
-        if isinstance(kind, types.BaseTuple):
-            parts = [borrow(context, builder, k, builder.extract_value(value, n)) for n, k in enumerate(kind)]
-            return context.make_tuple(builder, kind, parts)
-        if isinstance(kind, types.Array):
-            array = context.make_array(kind)(context, builder, value)
-            array.meminfo = ir.Constant(array.meminfo.type, None)
-            array.parent = ir.Constant(array.parent.type, None)
-            return array._getvalue()
-        return value
-
-    def generate(context, builder, signature, args):
-        return borrow(context, builder, value, args[0])
-
-    return value(value), generate
 
 
 @intrinsic
@@ -109,7 +107,7 @@ def widen(value):
     raise NotImplementedError
 
 
-@overload(widen, inline="always")
+@overload(widen, jit_options=INLINE)
 def _widen(value):
     if value == types.uint16:
         return lambda value: _bits_float(np.int32(np.uint32(value) << np.uint32(16)))
@@ -123,7 +121,7 @@ def number(value, like):
     raise NotImplementedError
 
 
-@overload(number, inline="always")
+@overload(number, jit_options=INLINE)
 def _number(value, like):
     kind = np.float64 if like == types.float64 else np.float32
     return lambda value, like: kind(value)
@@ -134,7 +132,7 @@ def exp(x):
     raise NotImplementedError
 
 
-@overload(exp, jit_options={"fastmath": {"contract"}})
+@overload(exp, jit_options={"fastmath": {"contract"}, **INLINE})
 def _exp(x):
     if x != types.float32:
         return lambda x: math.exp(x)
@@ -161,7 +159,7 @@ def log(x):
     raise NotImplementedError
 
 
-@overload(log, jit_options={"fastmath": {"contract"}})
+@overload(log, jit_options={"fastmath": {"contract"}, **INLINE})
 def _log(x):
     if x != types.float32:
         return lambda x: math.log(x)
@@ -237,3 +235,8 @@ def total(values, count):
     for k in range(count):
         result += values[k]
     return result
+
+
+@jit
+def borrowed(value):
+    return value

@@ -1,0 +1,1 @@
+"""The operations' kernels for NVIDIA GPUs, in Triton."""
