@@ -1,6 +1,8 @@
 """Chain max-marginals: the reference against enumeration, the CPU kernels against the reference in float64."""
 
 import math
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -243,6 +245,45 @@ def test_batches():
         assert energy.shape == (0, graph.num_chains)
         grads = torch.autograd.grad(mu.sum() + energy.sum(), [empty, *values])
         assert all((g == 0).all() for g in grads)
+
+
+@pytest.mark.optional
+def test_torch_struct():
+    """An independent implementation of the linear chain."""
+    struct = pytest.importorskip("torch_struct")
+    torch.manual_seed(13)
+    batch, length, labels = 3, 7, 4
+    graph = dualcrf.grid(length)
+    psi = torch.randn(batch, length, labels, dtype=torch.float64)
+    table = torch.randn(batch, length - 1, labels, labels, dtype=torch.float64, requires_grad=True)
+    edges = table.mT + psi[:, 1:].unsqueeze(-1)  # theirs: [b, n, next label, label]
+    edges = torch.cat([edges[:, :1] + psi[:, :1].unsqueeze(-2), edges[:, 1:]], 1)
+    oracle = struct.LinearChainCRF(edges, lengths=torch.full((batch,), length))
+    for impl in ("reference", "cpu"):
+        soft = chain_max_marginals(psi, dualcrf.Dense(table), graph, gamma=1.0, impl=impl)[1]
+        hard = chain_max_marginals(psi, dualcrf.Dense(table), graph, impl=impl)[1]
+        torch.testing.assert_close(soft.squeeze(1), oracle.partition)
+        torch.testing.assert_close(hard.squeeze(1), oracle.max)
+        (marginals,) = torch.autograd.grad(soft.sum(), table)
+        torch.testing.assert_close(marginals, oracle.marginals.mT)
+
+
+def test_two_threads_and_a_fork():
+    """Users call from threads of their own, and data loaders fork."""
+    torch.manual_seed(14)
+    graph = dualcrf.grid(6, 6)
+    psi, potential = torch.randn(2, graph.num_places, 3), dualcrf.Potts(torch.rand(graph.num_edges))
+    expected = chain_max_marginals(psi, potential, graph, gamma=1.0)
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(lambda _: chain_max_marginals(psi, potential, graph, gamma=1.0), range(32)):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    queue = multiprocessing.get_context("fork").Queue()
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: queue.put(chain_max_marginals(psi, potential, graph, gamma=1.0)[1].tolist())
+    )
+    child.start()
+    assert queue.get(timeout=60) == expected[1].tolist()
+    child.join()
 
 
 def test_gamma_tends_to_the_hard_max():
