@@ -108,11 +108,11 @@ class Graph:
                 f"edge {twice} joins nodes {low[twice]} and {high[twice]} a second time; add the two scores into one edge"
             )
         if not len(edges):
-            return _assemble(num_nodes, edges, [])
+            return assemble(num_nodes, edges, [])
         chains = monotone_chains(num_nodes, low, high)
         against = edges[:, 0] > edges[:, 1]
         chains = chains._replace(flip=against[chains.edge] & (chains.edge >= 0))
-        return _assemble(num_nodes, edges, list(independent_families(num_nodes, chains)))
+        return assemble(num_nodes, edges, list(independent_families(num_nodes, chains)))
 
     @staticmethod
     def from_chains(num_nodes: int, families: Iterable[Iterable[Tensor | Sequence[int]]]) -> Graph:
@@ -150,7 +150,7 @@ class Graph:
             count += len(first)
             built.append(Family(nodes, lengths, edge, torch.zeros(len(nodes), dtype=torch.bool)))
         edges = torch.cat(all_edges) if all_edges else torch.empty(0, 2, dtype=torch.int64)
-        return _assemble(num_nodes, edges, built)
+        return assemble(num_nodes, edges, built)
 
     @staticmethod
     def join(graphs: Sequence[Graph]) -> Graph:
@@ -173,7 +173,7 @@ class Graph:
         for g in graphs:
             families += [f._replace(edge=shift(f.edge, offset)) for f in _families_of(g)]
             offset += g.num_edges
-        return _assemble(graphs[0].num_nodes, torch.cat([g.edges for g in graphs]), families)
+        return assemble(graphs[0].num_nodes, torch.cat([g.edges for g in graphs]), families)
 
     @staticmethod
     def disjoint(graphs: Sequence[Graph]) -> Graph:
@@ -193,7 +193,7 @@ class Graph:
             nodes += g.num_nodes
             edges += g.num_edges
         merged = [Family(*(torch.cat(columns) for columns in zip(*family, strict=True))) for family in families]
-        return _assemble(nodes, torch.cat(all_edges), merged)
+        return assemble(nodes, torch.cat(all_edges), merged)
 
     def split(self, unary: Tensor) -> Tensor:
         """Share every node's scores out evenly over its chains: [..., N, L] -> [..., S, L]."""
@@ -255,10 +255,11 @@ def grid(*shape: int, strides: Sequence[int] = (1,), diagonals: bool = False) ->
         families.append(family)
         edges.append(pairs)
         count += len(pairs)
-    return _assemble(torch.Size(shape).numel(), torch.cat(edges), families)
+    return assemble(torch.Size(shape).numel(), torch.cat(edges), families)
 
 
-def _assemble(num_nodes: int, edges: Tensor, families: Sequence[Family]) -> Graph:
+def assemble(num_nodes: int, edges: Tensor, families: Sequence[Family]) -> Graph:
+    """A graph from families of chains; those without an edge go, and bare nodes get a chain of their own."""
     covered = cover(num_nodes, families)
     family_start = [0]
     for family in covered:
@@ -306,7 +307,7 @@ def _layout(
 
 
 def _families_of(graph: Graph) -> list[Family]:
-    """The way back from `_assemble`."""
+    """The way back from `assemble`."""
     families = []
     for first, last in pairwise(graph.family_start):
         places = slice(int(graph.chain_start[first]), int(graph.chain_start[last]))

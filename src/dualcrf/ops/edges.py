@@ -24,7 +24,9 @@ class EdgeKind(NamedTuple):
 def weigh(weight: Tensor, compat: Tensor) -> Tensor:
     """weight · compat, and -inf where compat is: a forbidden pair is forbidden whatever an edge weighs."""
     forbidden = compat == -torch.inf
-    return (weight * compat.masked_fill(forbidden, 0)).masked_fill(forbidden, -torch.inf)
+    # One pass over the edges' tables: beside them, what is done to compat costs nothing.
+    penalty = torch.zeros_like(compat).masked_fill(forbidden, -torch.inf)
+    return torch.addcmul(penalty, weight, compat.masked_fill(forbidden, 0))
 
 
 def _dense(parameters: Sequence[Tensor], edge: Tensor, first: Tensor, second: Tensor, labels: int) -> Tensor:

@@ -48,7 +48,7 @@ def chain_messages(
         score = psi.index_select(1, first)
         for t, n in enumerate(running[1:], start=1):
             place = first[:n] + step * t
-            table = _oriented_scores(psi.shape[-1], parameters, layout, kind, place - max(step, 0))
+            table = oriented_scores(psi.shape[-1], parameters, layout, kind, place - max(step, 0))
             into = smooth_max(score[:, :n].unsqueeze(-1) + (table if step > 0 else table.mT), gamma, dim=2)
             messages.append(into)
             places.append(place)
@@ -61,7 +61,7 @@ def chain_messages(
     return forward, backward, energy
 
 
-def _oriented_scores(labels: int, parameters: Sequence[Tensor], layout: ChainLayout, kind: str, place: Tensor) -> Tensor:
+def oriented_scores(labels: int, parameters: Sequence[Tensor], layout: ChainLayout, kind: str, place: Tensor) -> Tensor:
     """[B or 1, n, L, L] scores of (label at each place, label at the next place on its chain)."""
     flip = layout.flip[place]
     here, there = layout.node[place], layout.node[place + 1]
