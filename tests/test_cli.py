@@ -91,9 +91,7 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]):
     assert "130" in capsys.readouterr().out
 
 
-def test_a_terminal_sees_the_progress(
-    model_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_terminal_sees_the_progress(model_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert solve(model_file, "--json") == 0
     shown = capsys.readouterr()

@@ -44,9 +44,7 @@ def check_certificate(solution: Solution, unary, pairwise, graph) -> None:
     assert torch.allclose(solution.primal, energy(solution.labels, unary, pairwise, graph), atol=1e-12)
     bound = dual_bound(solution.multipliers, pairwise, graph)
     assert torch.allclose(solution.dual, bound, rtol=1e-14, atol=1e-12)
-    assert torch.allclose(
-        graph.gather(solution.multipliers), unary.double().expand_as(graph.gather(solution.multipliers))
-    )
+    assert torch.allclose(graph.gather(solution.multipliers), unary.double().expand_as(graph.gather(solution.multipliers)))
     assert (solution.gap >= 0).all()
 
 

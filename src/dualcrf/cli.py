@@ -42,15 +42,11 @@ def _declare_solve(subparsers: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a UAI MARKOV file (.gz and .xz too) or a grid's .npz")
-    parser.add_argument(
-        "--gamma", type=_number(0), default=0.0, help="smoothing of the dual (default: 0, the hard max)"
-    )
+    parser.add_argument("--gamma", type=_number(0), default=0.0, help="smoothing of the dual (default: 0, the hard max)")
     parser.add_argument("--schedule", choices=("wavefront", "handover", "parallel"), default="wavefront")
     parser.add_argument("--iterations", type=int, metavar="N", help="the most sweeps or updates")
     parser.add_argument("--tol", type=_number(0), metavar="T", help="stop at a gap of T times the score")
-    parser.add_argument(
-        "--time-limit", type=_number(0), metavar="SECONDS", help="stop after so long with the best so far"
-    )
+    parser.add_argument("--time-limit", type=_number(0), metavar="SECONDS", help="stop after so long with the best so far")
     parser.add_argument("--out", type=Path, metavar="LABELS", help="write the labels to this file, one line a node")
     parser.add_argument("--json", action="store_true", help="print one JSON object, labels included")
     parser.add_argument("--impl", choices=("auto", "reference", "cpu", "triton"), default="auto")

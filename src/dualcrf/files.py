@@ -224,9 +224,7 @@ class _UaiParser:
         for _ in range(size):
             scope.append(self._count(f"a variable of factor {f}"))
             if scope[-1] >= nodes:
-                self._fail(
-                    self.at - 1, f"factor {f} names variable {scope[-1]}, and the variables are 0 to {nodes - 1}"
-                )
+                self._fail(self.at - 1, f"factor {f} names variable {scope[-1]}, and the variables are 0 to {nodes - 1}")
         if size == 2 and scope[0] == scope[1]:
             self._fail(self.at - 1, f"factor {f} names variable {scope[0]} twice")
         return scope

@@ -116,9 +116,7 @@ def _check_smoothed(gamma: float, schedule: str) -> None:
     if not 0 < gamma < math.inf:
         raise ValueError(f"gamma={gamma}: expected a positive number; the bound for gamma = 0 is that of dualcrf.solve")
     if schedule not in ("wavefront", "parallel"):
-        raise ValueError(
-            f"schedule={schedule!r}: expected 'wavefront' or 'parallel', the ones that lower a smoothed dual"
-        )
+        raise ValueError(f"schedule={schedule!r}: expected 'wavefront' or 'parallel', the ones that lower a smoothed dual")
 
 
 def _forest(graph: Graph) -> Forest | None:

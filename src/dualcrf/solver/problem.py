@@ -58,9 +58,7 @@ class Problem:
 
     def take(self, items: Tensor) -> Problem:
         """Some items of the batch, by their numbers."""
-        return replace(
-            self, unary=self.unary[items], parameters=[p[items] if len(p) > 1 else p for p in self.parameters]
-        )
+        return replace(self, unary=self.unary[items], parameters=[p[items] if len(p) > 1 else p for p in self.parameters])
 
     def messages(self, places: Tensor, gamma: float) -> tuple[Tensor, Tensor, Tensor]:
         """Exact (smoothed) messages, forward and backward [B, S, L], and the chains' energies [B, C]."""
@@ -112,9 +110,7 @@ def _forbid_impossible(problem: Problem) -> Problem:
     """
     while True:
         marginals = problem.graph.split(problem.unary)
-        forward, backward, _ = chain_messages(
-            marginals, problem.parameters, problem.layout, problem.kind, None, problem.impl
-        )
+        forward, backward, _ = chain_messages(marginals, problem.parameters, problem.layout, problem.kind, None, problem.impl)
         possible = marginals + forward + backward > -torch.inf
         impossible = problem.graph.gather((~possible).to(marginals.dtype)) > 0
         if (problem.unary[impossible] == -torch.inf).all():

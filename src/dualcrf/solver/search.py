@@ -61,9 +61,7 @@ class Progress:
 class Search:
     """The best of every item so far, and the loops that improve it."""
 
-    def __init__(
-        self, problem: Problem, limits: Limits, history: bool, callback: Callable[[Progress], None] | None
-    ) -> None:
+    def __init__(self, problem: Problem, limits: Limits, history: bool, callback: Callable[[Progress], None] | None) -> None:
         batch, device = len(problem.unary), problem.unary.device
         self.problem, self.limits, self.callback = problem, limits, callback
         self.started = monotonic()
@@ -99,9 +97,7 @@ class Search:
                 sweeps *= 2
                 self._descend(items, Wavefront(self.problem.take(items), places, 0.0), sweeps)
                 closed = gap - (self.dual[items] - self.primal[items])
-                self.stop(
-                    items[(self.status[items] == 0) & ~(closed > self._slack(items, self.dual[items]))], "progress"
-                )
+                self.stop(items[(self.status[items] == 0) & ~(closed > self._slack(items, self.dual[items]))], "progress")
             self._search_labels()
         except KeyboardInterrupt:
             self.stop(self.running(), "interrupted")

@@ -235,8 +235,3 @@ def total(values, count):
     for k in range(count):
         result += values[k]
     return result
-
-
-@jit
-def borrowed(value):
-    return value

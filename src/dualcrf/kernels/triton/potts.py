@@ -36,6 +36,7 @@ def _blocks(num_labels: int) -> dict[str, int]:
 
 @triton.jit
 def labels_of(LABELS: tl.constexpr, LANES: tl.constexpr):
+    """0 … LABELS - 1, for the chains to stand before them."""
     return tl.arange(0, LABELS // LANES)[None, :, None] * LANES + tl.arange(0, LANES)[None, None, :]
 
 
@@ -92,6 +93,7 @@ def _soft_terms(f, w, scale, label):
 
 @triton.jit
 def message_over(f, w, gamma, label, HARD: tl.constexpr):
+    """The message of scores f over edges of weight w."""
     if HARD:
         own, other, stays, _, _ = _hard_choices(f, w, label)
         m = tl.where(stays, own, other) + nan_over(f, ROWS=False) + nan_over(w, ROWS=False)
