@@ -89,9 +89,9 @@ def resources(kernel) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report.stdout)}
 
 
-def check(kernel, num_labels: int, registers: int) -> None:
+def check(kernel, num_labels: int, registers: int, stack: int = 0) -> None:
     usage = resources(kernel)
-    assert usage["STACK"] == 0
+    assert usage["STACK"] <= stack
     assert usage["LOCAL"] == 0
     assert usage["REG"] <= registers
     assert kernel.metadata.shared <= SHARED[num_labels]
@@ -112,7 +112,9 @@ def test_more_labels(name, num_labels):
 @pytest.mark.parametrize("name", list(REGISTERS_OF_OTHER_KINDS))
 @pytest.mark.parametrize(("kind", "parameter"), [("additive", "source"), ("weighted", "weight"), ("weighted", "compat")])
 def test_other_kinds(kind, parameter, name):
-    check(compiled(name, 21, 90, kind, parameter), 21, REGISTERS_OF_OTHER_KINDS[name])
+    # A weighted edge keeps the one table of all edges in registers; Triton 3.9 puts two scalars of its scans on the stack.
+    spare, stack = (48, 8) if kind == "weighted" else (0, 0)
+    check(compiled(name, 21, 90, kind, parameter), 21, REGISTERS_OF_OTHER_KINDS[name] + spare, stack)
 
 
 @pytest.mark.parametrize("name", ["scan", "adjoint", "edge gradient"])

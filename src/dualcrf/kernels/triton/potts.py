@@ -41,7 +41,7 @@ def labels_of(LABELS: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def _in_item(place, label, L: tl.constexpr):
+def in_item(place, label, L: tl.constexpr):
     """Where the labels of places stand in a batch item's [S, L]."""
     # Triton lays out loads and stores by the axes' contiguity: after a piece of the labels are to come the chains.
     at = place.to(tl.int64) * L + label
@@ -152,7 +152,7 @@ def _scan(
     label = labels_of(LABELS, LANES)
     inside = exists & (label < L)
     place = first if FORWARD else first + steps
-    at = _in_item(place, label, L)
+    at = in_item(place, label, L)
     f = tl.load(psi + at, mask=inside, other=-float("inf"))
     tl.store(message + at, tl.zeros_like(f), mask=inside)
     w, _ = weight_at(weight, edge, place + LEAD, steps > 0, f.dtype)
@@ -218,7 +218,7 @@ def _adjoint(
     label = labels_of(LABELS, LANES)
     inside = exists & (label < L)
     place = first + steps if FORWARD else first
-    at = _in_item(place, label, L)
+    at = in_item(place, label, L)
     f = _score(psi, message, at, inside)
     a = tl.zeros_like(f)
     entropy = tl.zeros_like(f)
