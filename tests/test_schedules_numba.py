@@ -133,9 +133,9 @@ def test_as_accurate_as_the_reference(name: str, kind: str, table: torch.dtype):
     truth, eps = in_float64(problem), torch.finfo(torch.float32).eps
     for gamma in GAMMAS:
         runs = [wavefront(ops, p, gamma, False) for ops, p in ((kernels, problem), (reference, problem), (reference, truth))]
-        assert_as_accurate(*runs, eps)
+        assert_as_accurate(runs[0], runs[1], runs[2], eps)
     runs = [handover(ops, p, False) for ops, p in ((kernels, problem), (reference, problem), (reference, truth))]
-    assert_as_accurate(*runs, eps)
+    assert_as_accurate(runs[0], runs[1], runs[2], eps)
 
 
 def test_equal_weights_share_a_tile():

@@ -25,7 +25,7 @@ def weigh(weight: Tensor, compat: Tensor) -> Tensor:
     """weight · compat, and -inf where compat is: a forbidden pair is forbidden whatever an edge weighs."""
     forbidden = compat == -torch.inf
     # One pass over the edges' tables: beside them, what is done to compat costs nothing.
-    penalty = torch.zeros_like(compat).masked_fill(forbidden, -torch.inf)
+    penalty = torch.where(forbidden, compat.detach(), 0)
     return torch.addcmul(penalty, weight, compat.masked_fill(forbidden, 0))
 
 

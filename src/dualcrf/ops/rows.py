@@ -1,4 +1,4 @@
-"""One row of an edge's table: the scores of the labels at one end, given the label at the other. In plain torch."""
+"""One row of an edge's table (the scores at one end, given the label at the other) or one entry, in plain torch."""
 
 from collections.abc import Callable, Sequence
 
@@ -47,4 +47,33 @@ EDGE_ROWS: dict[str, Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor,
     "additive": _additive,
     "weighted": _weighted,
     "potts": _potts,
+}
+
+
+def _dense_entry(parameters, edge, first, second, a, b):
+    table = parameters[0]
+    return table[_items(table), edge, a, b].double()
+
+
+def _additive_entry(parameters, edge, first, second, a, b):
+    source, target = parameters
+    return source[_items(source), first, a, b].double() + target[_items(target), second, a, b].double()
+
+
+def _weighted_entry(parameters, edge, first, second, a, b):
+    weight, compat = parameters
+    return weigh(weight[:, edge].double(), compat[0, a, b].double())
+
+
+def _potts_entry(parameters, edge, first, second, a, b):
+    return torch.where(a == b, parameters[0][:, edge].double(), 0)
+
+
+# By kind: (parameters [B or 1, ...], edge [n], first [n], second [n], a [B, n], b [B, n]) -> [B, n] float64: the scores of
+# label `a` at the edge's first node and `b` at its second one.
+EDGE_ENTRIES: dict[str, Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "dense": _dense_entry,
+    "additive": _additive_entry,
+    "weighted": _weighted_entry,
+    "potts": _potts_entry,
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 from dualcrf.graph import Graph
 from dualcrf.kernels.layout import ChainLayout
 from dualcrf.ops.edges import EDGE_KINDS
-from dualcrf.ops.rows import EDGE_ROWS
+from dualcrf.ops.rows import EDGE_ENTRIES
 from dualcrf.potentials import Pairwise
 
 
@@ -82,18 +82,10 @@ def feasible(places: Tensor, unary: Tensor, graph: Graph) -> Tensor:
 
 def flat_energy(labels: Tensor, unary: Tensor, parameters: Sequence[Tensor], layout: ChainLayout, kind: str) -> Tensor:
     """`energy` with one batch axis: [B, N] labels, [B, N, L] unary -> [B]."""
-    count = unary.shape[-1]
     total = unary.gather(2, labels.unsqueeze(2)).double().sum((1, 2))
-    place = layout.place
-    for chunk in place.split(max(1, _room(unary) // max(1, len(labels) * count))):
-        local = _local(parameters, layout, kind, chunk)
-        first, second = _ends(layout, chunk)
-        here = torch.arange(len(chunk), device=chunk.device)
-        given_first = torch.ones_like(chunk, dtype=torch.bool)
-        rows = EDGE_ROWS[kind](local, here, here, here + len(chunk), labels[:, first], given_first, count)
-        rows = rows.expand(len(labels), -1, -1)
-        total += rows.gather(2, labels[:, second].unsqueeze(2)).sum((1, 2))
-    return total
+    first, second = _ends(layout, layout.place)
+    edge = layout.edge[layout.place]
+    return total + EDGE_ENTRIES[kind](parameters, edge, first, second, labels[:, first], labels[:, second]).sum(1)
 
 
 def flat_dual(places: Tensor, parameters: Sequence[Tensor], layout: ChainLayout, kind: str) -> Tensor:
@@ -105,12 +97,19 @@ def flat_dual(places: Tensor, parameters: Sequence[Tensor], layout: ChainLayout,
     return total
 
 
-def flat_loss(labels: Tensor, places: Tensor, parameters: Sequence[Tensor], layout: ChainLayout, kind: str) -> Tensor:
-    """[B, N] how far the node's label is from the best one on the chain through it that likes it least, in float64."""
+def flat_dual_and_loss(
+    labels: Tensor, places: Tensor, parameters: Sequence[Tensor], layout: ChainLayout, kind: str
+) -> tuple[Tensor, Tensor]:
+    """`flat_dual`, and how far each node's label is from the best one on the chain through it that likes it least.
+
+    Returns:
+        [B] and [B, N], float64.
+    """
     batch, _, count = places.shape
     marginals = torch.empty(batch, places.shape[1], count, dtype=torch.float64, device=places.device)
     for place, scores in _walk(places, parameters, layout, kind, onward=True):
         marginals[:, place] = scores
+    dual = marginals[:, layout.edge < 0].amax(2).sum(1)
     for place, scores in _walk(places, parameters, layout, kind, onward=False):
         marginals[:, place] += scores - places[:, place]
     chosen = labels[:, layout.node].unsqueeze(2)
@@ -118,7 +117,7 @@ def flat_loss(labels: Tensor, places: Tensor, parameters: Sequence[Tensor], layo
     loss = marginals.nan_to_num(nan=-torch.inf).amax(2) - marginals.gather(2, chosen).squeeze(2)
     loss = loss.masked_fill(impossible, torch.inf)
     worst = torch.zeros(labels.shape, dtype=torch.float64, device=labels.device)
-    return worst.scatter_reduce(1, layout.node.long().expand(batch, -1), loss, "amax")
+    return dual, worst.scatter_reduce(1, layout.node.long().expand(batch, -1), loss, "amax")
 
 
 def _walk(
@@ -182,4 +181,4 @@ def _ends(layout: ChainLayout, place: Tensor) -> tuple[Tensor, Tensor]:
 
 def _room(values: Tensor) -> int:
     """How many numbers to hold at once: few enough to stay in a cache, enough to keep all cores busy."""
-    return 2**20 if values.device.type == "cpu" else 2**25
+    return 2**21 if values.device.type == "cpu" else 2**25

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualcrf.graph import Graph
 from dualcrf.potentials import Pairwise
-from dualcrf.solver.certificate import feasible, flat_dual, flat_energy, flat_loss
+from dualcrf.solver.certificate import feasible, flat_dual_and_loss, flat_energy
 from dualcrf.solver.forest import forest_of, solve_forest
 from dualcrf.solver.problem import Problem, make_problem
 from dualcrf.solver.schedules import SCHEDULES
@@ -92,11 +92,12 @@ def _solution(search: Search, batch: torch.Size) -> Solution:
     problem: Problem = search.problem
     model = problem.parameters, problem.layout, problem.kind
     places = feasible(search.places, problem.unary, problem.graph)
-    primal, dual = flat_energy(search.labels, problem.unary, *model), flat_dual(places, *model)
+    primal = flat_energy(search.labels, problem.unary, *model)
+    dual, loss = flat_dual_and_loss(search.labels, places, *model)
     # The bound is at least the primal; where both are the same, rounding may put it below.
     dual = torch.maximum(dual, primal)
     size = torch.maximum(primal.abs(), dual.abs()).unsqueeze(1) / problem.graph.num_nodes
-    agreement = flat_loss(search.labels, places, *model) <= _AGREEMENT * size
+    agreement = loss <= _AGREEMENT * size
     closed = search.status == STATUSES.index("gap")
     search.stop((closed & agreement.all(1)).nonzero().squeeze(1), "agreement")
     by_itself = torch.tensor([s in ("exact", "agreement", "gap", "progress", "infeasible") for s in STATUSES])
