@@ -21,6 +21,8 @@ gpu: $(VENV)/installed  ## all tests marked gpu and all GPU benchmarks, one repo
 
 bench: $(VENV)/installed  ## the CPU benchmarks
 	$(RUN) benchmarks/bench_chain.py
+	$(RUN) benchmarks/bench_convergence.py
+	$(RUN) benchmarks/bench_solve.py
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

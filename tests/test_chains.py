@@ -99,7 +99,8 @@ def test_labels(kind, gamma, labels):
 @pytest.mark.parametrize("kind", KINDS)
 def test_lengths(kind, gamma, length):
     torch.manual_seed(length)
-    compare(kind, dualcrf.grid(length), 5, 2, gamma, "cpu")
+    # A long chain's error is mostly that of its offset, one number a chain: a batch of 32, so that chance does not decide.
+    compare(kind, dualcrf.grid(length), 5, 32, gamma, "cpu")
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -232,7 +232,7 @@ def _scratch(psi: Tensor, layout: ChainLayout, kind: str, pieces: int, places: i
     labels, number = psi.shape[-1], _numpy(psi).dtype
     tile_size = int(padded((0 if kind == "potts" else labels * labels) + LANES))
     slots = max(int(layout.start.diff().max()) - 1, 1)
-    if kind == "potts" or slots * tile_size * number.itemsize > _SCRATCH_BYTES:
+    if slots * tile_size * number.itemsize > _SCRATCH_BYTES:
         slots = 1
     size = int(padded(edges.scratch_size(slots, tile_size, places, padded(labels))))
     memory = np.zeros(pieces * size + LANES, number)

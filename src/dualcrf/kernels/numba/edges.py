@@ -185,7 +185,7 @@ class Scratch(NamedTuple):
 
     tiles: np.ndarray  # [slots, tile]: a chain's scores (hard) or their exponentials
     shifts: np.ndarray  # [slots]
-    safe: np.ndarray  # [slots, 2]: whether a step's factors stand in `left` and `right`
+    safe: np.ndarray  # [slots, 2]: what `adjoint` says of the steps ahead and back
     steps: np.ndarray  # [slots or 1, 2, 5, lanes]: the steps ahead and back over every edge
     totals: np.ndarray  # [2, places of a chain, lanes]: what comes back to every place, ahead and back
     scores: np.ndarray
@@ -243,7 +243,10 @@ def message(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
 
 
 def adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
-    """Send `step.gradient` back through a prepared edge, to `step.result`; True if the factors of `gradient` are left."""
+    """Send `step.gradient` back through a prepared edge, to `step.result`.
+
+    Returns what `gradient` wants to know: whether a tile's factors are left in `left` and `right`, or a Potts weight's gradient.
+    """
     raise NotImplementedError
 
 
@@ -314,10 +317,10 @@ def _adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
         def through_potts(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
             weight = potts_weight(params, edge, gamma)
             if gamma > 0:
-                potts.smooth_adjoint(weight, step.source, step.gradient, step.result, step.left, labels, gamma)
-            else:
-                potts.hard_adjoint(weight, step.source, step.gradient, step.result, labels)
-            return False
+                return potts.smooth_adjoint(
+                    weight, step.source, step.gradient, step.result, step.left, step.right, labels, gamma
+                )
+            return potts.hard_adjoint(weight, step.source, step.gradient, step.result, labels)
 
         return through_potts
 
@@ -345,13 +348,14 @@ def _gradient(params, grads, edge, scratch, slot, down, across, safe, labels, la
     if params.instance_class is Potts:
 
         def of_potts(params, grads, edge, scratch, slot, down, across, safe, labels, lanes, gamma, needs_gamma):
-            weight = potts_weight(params, edge, gamma)
+            # `adjoint` has left each direction's gradient of the weight in place of a tile's factors.
             item = edge.batch if grads.weight.shape[0] > 1 else 0
+            grads.weight[item, edge.index] += scratch.safe[slot, 0] + scratch.safe[slot, 1]
             share = 0.0
-            for step in (down, across):
-                given, extra = potts.weight_gradient(weight, step.source, step.gradient, step.left, labels, gamma, needs_gamma)
-                grads.weight[item, edge.index] += given
-                share += extra
+            if needs_gamma:
+                weight = potts_weight(params, edge, gamma)
+                for step in (down, across):
+                    share += potts.entropy(weight, step.source, step.gradient, step.left, labels, gamma)
             return share
 
         return of_potts

@@ -93,48 +93,56 @@ def hard_message(weight, source, target, lanes):
 
 
 @jit
-def smooth_adjoint(weight, source, gradient, out, weights, labels, gamma):
-    """The source's adjoint."""
+def smooth_adjoint(weight, source, gradient, out, weights, spare, labels, gamma):
+    """The source's adjoint; returns the weight's gradient."""
     top = first_largest(source, labels, -1)
     peak, second = source[top], _second_peak(source, top, labels)
-    for k in range(labels):
-        out[k] = 0
+    given = number(0, gamma)
     if peak == -np.inf:
-        return
+        for k in range(labels):
+            out[k] = 0
+        return given
     scale = number(1, gamma) / gamma
     rest = _relative(source, -1, peak, weights, labels, gamma)
-    passed = number(0, gamma)
     for k in range(labels):
-        if k != top:
-            own, factor, _ = _weigh((source[k] + weight - peak) * scale, rest - weights[k])
-            passed += factor * gradient[k]
-            # What `passed` will hold of this label's own gradient is taken back at once.
-            out[k] = (own - weights[k] * factor) * gradient[k]
+        own, factor, _ = _weigh((source[k] + weight - peak) * scale, rest - weights[k])
+        out[k] = own * gradient[k]
+        spare[k] = factor * gradient[k]
+    # What the loop says of `top` is void.
+    out[top], spare[top] = 0, 0
+    given, passed = total(out, labels), total(spare, labels)
     for k in range(labels):
-        out[k] += weights[k] * passed
+        # What `passed` holds of a label's own gradient is taken back.
+        out[k] += weights[k] * passed - weights[k] * spare[k]
     if second > -np.inf:
         rest = _relative(source, top, second, weights, labels, gamma)
         own, factor, _ = _weigh((peak + weight - second) * scale, rest)
+        given += own * gradient[top]
         out[top] += own * gradient[top]
         for k in range(labels):
             out[k] += weights[k] * factor * gradient[top]
     elif weight > -np.inf:
+        given += gradient[top]
         out[top] += gradient[top]
+    return given
 
 
 @jit
 def hard_adjoint(weight, source, gradient, out, labels):
-    """The source's adjoint: all of a gradient goes to the first of the best sources."""
+    """The source's adjoint, all of a gradient goes to the first of the best sources; returns the weight's gradient."""
     top = first_largest(source, labels, -1)
     second = first_largest(source, labels, top)
+    given = number(0, weight)
     for k in range(labels):
         out[k] = 0
     for k in range(labels):
         other = second if k == top else top
         if _stays(weight, source, k, other):
             out[k] += gradient[k]
+            given += gradient[k]
         elif other >= 0 and source[other] > -np.inf:
             out[other] += gradient[k]
+    return given
 
 
 @jit
@@ -145,36 +153,27 @@ def _stays(weight, source, label, other):
 
 
 @jit
-def weight_gradient(weight, source, gradient, weights, labels, gamma, needs_entropy):
-    """The weight's gradient from one direction, and Σ -w log(w) · gradient over its weights w, gamma's share, if needed."""
+def entropy(weight, source, gradient, weights, labels, gamma):
+    """Σ -w log(w) · gradient over all pairs of labels with w their weight, the share of gamma's gradient."""
     top = first_largest(source, labels, -1)
-    second = first_largest(source, labels, top)
-    given, share = 0.0, 0.0
+    share = 0.0
     if source[top] == -np.inf:
-        return given, share
-    if gamma == 0:
-        for k in range(labels):
-            if _stays(weight, source, k, second if k == top else top):
-                given += gradient[k]
-        return given, share
+        return share
     scale = number(1, gamma) / gamma
     for pass_top in (False, True):
-        if pass_top and (second < 0 or source[second] == -np.inf):
-            given += gradient[top] if weight > -np.inf else number(0, gamma)
+        peak = _second_peak(source, top, labels) if pass_top else source[top]
+        if peak == -np.inf:
             break
-        peak = source[second if pass_top else top]
         rest = _relative(source, top if pass_top else -1, peak, weights, labels, gamma)
         mean = 0.0  # Σ of the relative weights times their logs
         for k in range(labels):
-            if needs_entropy and weights[k] > 0:
+            if weights[k] > 0:
                 mean += weights[k] * (source[k] - peak) * scale
         for k in range(labels):
             if (k == top) == pass_top:
                 without = number(0, gamma) if pass_top else weights[k]
                 own, factor, _ = _weigh((source[k] + weight - peak) * scale, rest - without)
-                given += own * gradient[k]
-                if needs_entropy:
-                    others = mean - (without * (source[k] - peak) * scale if without > 0 else 0.0)
-                    surprise = -factor * (others + np.log(factor) * (rest - without)) if factor > 0 else 0.0
-                    share += (surprise - (own * np.log(own) if own > 0 else 0.0)) * gradient[k]
-    return given, share
+                others = mean - (without * (source[k] - peak) * scale if without > 0 else 0.0)
+                surprise = -factor * (others + np.log(factor) * (rest - without)) if factor > 0 else 0.0
+                share += (surprise - (own * np.log(own) if own > 0 else 0.0)) * gradient[k]
+    return share
