@@ -245,7 +245,7 @@ def message(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
 def adjoint(params, edge, scratch, slot, step, labels, lanes, gamma, rows):
     """Send `step.gradient` back through a prepared edge, to `step.result`.
 
-    Returns what `gradient` wants to know: whether a tile's factors are left in `left` and `right`, or a Potts weight's gradient.
+    Returns what `gradient` wants to know: whether `left` and `right` hold a tile's factors, or a Potts weight's gradient.
     """
     raise NotImplementedError
 
