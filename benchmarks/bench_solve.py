@@ -8,6 +8,7 @@ data/mrf of the folder that DUALCRF_SHARED names, by default `shared` beside thi
 """
 
 import argparse
+import importlib
 import importlib.util
 import os
 import sys
@@ -116,10 +117,9 @@ def row_of(name: str, solver: str, energy: float, bound: float) -> dict[str, Any
 
 def exact(name: str, model: Model) -> tuple[float, float]:
     """The optimum by toulbar2, and the seconds that it takes."""
-    from pytoulbar2 import CFN
-
+    toulbar2 = importlib.import_module("pytoulbar2")
     begun = time.perf_counter()
-    problem = CFN()
+    problem = toulbar2.CFN()
     problem.Read(str(FOLDER / f"{name}.uai"))
     found = problem.Solve()
     seconds = time.perf_counter() - begun
